@@ -76,11 +76,13 @@ def _make_durable(
 
     with engine.inside, told(Exception, notify, store, "SIGTERM: "):
         executor, handle = engine.executor, engine.handle
-        if at_step and executor.unsaved and not executor.save():
-            with told(StoreError, notify, store, "SIGTERM: "):
-                handle.drain(left_s())  # makes a slot free
-            executor.save()
-        staged = executor.drain(left_s())
+        staged = executor.drain(left_s())  # what is in flight may not be what it should, and is then in no checkpoint
+        if at_step and executor.unsaved:
+            if not executor.save():
+                with told(StoreError, notify, store, "SIGTERM: "):
+                    handle.drain(left_s())  # makes a slot free
+                executor.save()
+            staged = executor.drain(left_s())
         is_durable = handle.drain(left_s()) and staged
         is_void = _is_void(engine)
         if is_void and not is_last and (later := until(deadline)) > time.monotonic():

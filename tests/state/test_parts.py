@@ -439,17 +439,18 @@ def test_gradients_zeroed_in_place_have_left_before(
     check_each(make, schedule, tmp_path / "store", expected)
 
 
-@pytest.mark.parametrize("parted", [in_parts, rolling, lowdiff])
-def test_gradients_zeroed_uncounted_before_they_have_left_are_told(
-    parted: Parted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No checkpoint has what was written there."""
+@contextmanager
+def zeroed_before_they_leave(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Make, threading.Event]]:
+    """A training that zeroes gradients of its eighth iteration after the update, uncounted, and what copies wait for
+    that are asked for as the ninth ends."""
     waiting: set[int] = set()  # addresses of gradients that are zeroed before they are copied
-    are_zeroed = threading.Event()
+    are_zeroed, is_over, may_leave = threading.Event(), threading.Event(), threading.Event()
 
     def until(batch: Batch) -> float:
         if waiting & {copy.source.data_ptr() for copy in batch}:
             are_zeroed.wait(60)
+        if is_over.is_set():
+            may_leave.wait(60)
         return 0.0
 
     def held(net: nn.Module, optimizer: torch.optim.Optimizer, iteration: int) -> None:
@@ -464,13 +465,34 @@ def test_gradients_zeroed_uncounted_before_they_have_left_are_told(
                 parameter.grad.data.zero_()
             are_zeroed.set()
             waiting.clear()
+        if iteration == ITERATIONS:
+            is_over.set()
 
-    make = small(zeroed, update=held)
-    schedule = parted(traced(small(nothing)), 3)
     copies_take(monkeypatch, until)
-    expected, told = trained(make, schedule, tmp_path / "store")
-    assert len(told) == 1 and "gradients or their factors are written before they have left" in told[0], told
-    check_each(make, schedule, tmp_path / "store", expected)
+    try:
+        yield small(zeroed, update=held), may_leave
+    finally:
+        may_leave.set()
+
+
+@pytest.mark.parametrize("parted", [in_parts, rolling, lowdiff])
+def test_gradients_zeroed_uncounted_before_they_have_left_are_told(
+    parted: Parted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No checkpoint has what was written there; where it was the last one that is saved once more, as the run ends."""
+    schedule = parted(traced(small(nothing)), 3)
+    with zeroed_before_they_leave(monkeypatch) as (make, may_leave):
+        run, told, expected = begun(make), list[str](), dict[int, list[object]]()
+        with attached(run, schedule, tmp_path / "store", told.append) as ckpt:
+            assert ckpt.restore() == 0
+            for iteration in range(1, ITERATIONS + 1):
+                next(run.steps)
+                expected[iteration] = state_of(run)
+                ckpt.step()
+            may_leave.set()
+        assert len(told) == 1 and "gradients or their factors are written before they have left" in told[0], told
+        assert max(records(tmp_path / "store")) == ITERATIONS
+        check_each(make, schedule, tmp_path / "store", expected)
 
 
 @pytest.mark.parametrize("parted", [in_parts, rolling, partial(rolling, ease=0.6), lowdiff])
