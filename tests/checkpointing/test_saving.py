@@ -65,7 +65,7 @@ def test_close_says_that_it_tries_the_last_checkpoint_again(answers: list[bool],
     """Once, and for how long: nobody is to take it for hanging."""
     left, told = iter(answers), list[str]()
     handle = SimpleNamespace(drain=lambda _: next(left), saver_pid=1)
-    engine = SimpleNamespace(executor=SimpleNamespace(unsaved=False), handle=handle)
+    engine = SimpleNamespace(executor=SimpleNamespace(unsaved=False, drain=lambda: True), handle=handle)
     save_last(cast("Engine", engine), told.append, tmp_path, ranks=False)
     assert told == [f"{tmp_path}: close() tries the last checkpoint again, for up to 30 s"] * lines
     assert not list(left)

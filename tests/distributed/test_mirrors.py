@@ -510,7 +510,7 @@ def test_an_orderly_end_waits_until_a_mirror_has_the_last_checkpoint(tmp_path: P
         rulings._saver = SimpleNamespace(wait=wait)  # type: ignore[assignment]
         rulings.await_mirror(600.0)
         assert waits[:3] == [True] * 3 and not sender.pending
-    executor, asked = SimpleNamespace(unsaved=False), list[float]()
+    executor, asked = SimpleNamespace(unsaved=False, drain=lambda: True), list[float]()
     handle = SimpleNamespace(drain=lambda _: True, rulings=SimpleNamespace(await_mirror=asked.append))
     save_last(SimpleNamespace(executor=executor, handle=handle), pytest.fail, tmp_path, ranks=True)  # type: ignore[arg-type]
     assert len(asked) == 1

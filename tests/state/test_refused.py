@@ -228,6 +228,7 @@ def test_state_on_several_devices_is_refused(schedule: Schedule) -> None:
     assert (str(attached.value), str(traced.value)) == (text, f"net.py: {text}")
 
 
+@pytest.mark.filterwarnings("ignore:.*(beta|prototype).*")
 @pytest.mark.parametrize("real", [False, True])
 def test_what_has_no_storage_may_lie_about(real: bool) -> None:
     """A factory may make it; only an iteration that meets it is refused."""
