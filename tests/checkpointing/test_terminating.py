@@ -53,6 +53,25 @@ def test_what_some_rank_has_no_part_of_is_not_the_last() -> None:
     assert not rank.told
 
 
+def test_what_is_given_up_in_flight_is_saved_once_more() -> None:
+    """Whether the last iteration is saved is known only once its copies have ended."""
+    rank, steps = Rank(voids=0), list[str]()
+    executor = rank.engine.executor
+
+    def drain(_: float) -> bool:
+        steps.append("drain")
+        executor.behind = executor.unsaved = "save" not in steps
+        return True
+
+    def save() -> bool:
+        steps.append("save")
+        return True
+
+    executor.drain, executor.save = drain, save
+    assert rank.make_durable(time.monotonic() + DEADLINE_S, at_step=True, is_last=True) == 0.0
+    assert steps == ["drain", "save", "drain"] and not rank.told
+
+
 @pytest.mark.parametrize("what", ["", "exit: "])
 @pytest.mark.parametrize("named", ["store: ", "/here/store: ", ""])
 def test_a_store_is_named_once(named: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import os
 
-FileId = tuple[int, int]
+
+def same(one: os.stat_result, other: os.stat_result) -> bool:
+    """Whether both are of one file."""
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
-def file_id(fd: int) -> FileId:
-    """Which file a descriptor is of. Raises OSError."""
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino
-
-
-def is_still(fd: int, file: FileId) -> bool:
+def is_still(fd: int, opened: os.stat_result) -> bool:
     """Whether a descriptor is of the file that it was opened for."""
     try:
-        return file_id(fd) == file
+        return same(os.fstat(fd), opened)
     except OSError:
         return False

@@ -26,7 +26,7 @@ from checkflow.errors import StoreBusyError, StoreError, remedy
 from checkflow.interrupts import let_through
 from checkflow.store.both.bytelocks import is_held, take, take_of_directory
 from checkflow.store.both.filesystem import refuse_or_tell
-from checkflow.store.both.held import FileId, file_id, is_still
+from checkflow.store.both.held import is_still, same
 from checkflow.store.format.disk import LocalDisk
 from checkflow.store.format.regular_file import open_regular
 from checkflow.streams import open_closed
@@ -136,7 +136,7 @@ class _Descriptors:
 
     directory_fd: int
     file_fd: int
-    _files: tuple[FileId, FileId]  # which they are of
+    _opened: tuple[os.stat_result, os.stat_result]  # what they are of
 
     @classmethod
     def open(cls, store: Path) -> _Descriptors:
@@ -148,7 +148,7 @@ class _Descriptors:
             ) from None
         try:
             file_fd = open_lock(directory_fd)
-            return cls(directory_fd, file_fd, (file_id(directory_fd), file_id(file_fd)))
+            return cls(directory_fd, file_fd, (os.fstat(directory_fd), os.fstat(file_fd)))
         except OSError as error:
             os.close(directory_fd)
             if error.errno in (errno.ELOOP, errno.ENOTSUP, errno.ENXIO, errno.EISDIR):
@@ -178,11 +178,11 @@ class _Descriptors:
     @property
     def has_file(self) -> bool:
         """Whether nobody closed it, and opened another file that has its number now."""
-        return is_still(self.file_fd, self._files[1])
+        return is_still(self.file_fd, self._opened[1])
 
     def close(self) -> None:
-        for fd, file in zip((self.directory_fd, self.file_fd), self._files, strict=True):
-            if fd >= 0 and is_still(fd, file):
+        for fd, opened in zip((self.directory_fd, self.file_fd), self._opened, strict=True):
+            if fd >= 0 and is_still(fd, opened):
                 os.close(fd)
         self.directory_fd = self.file_fd = -1
 
@@ -208,11 +208,6 @@ def found_at(directory_fd: int) -> Path | None:
 def _as_known(directory_fd: int) -> Path:
     """The path that the kernel has for it, which knows nothing of mounts that came later."""
     return (_OWN_FDS / str(directory_fd)).readlink()
-
-
-def same(one: os.stat_result, other: os.stat_result) -> bool:
-    """Whether both are of one file."""
-    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
 def open_lock(directory_fd: int) -> int:

@@ -7,7 +7,8 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from checkflow.errors import InputError
-from checkflow.store.both.lock import LOCK, same
+from checkflow.store.both.held import same
+from checkflow.store.both.lock import LOCK
 from checkflow.store.format.ranks import parse_directory
 
 

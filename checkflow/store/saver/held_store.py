@@ -10,7 +10,8 @@ from pathlib import Path
 
 from checkflow.errors import StoreError
 from checkflow.store.both.bytelocks import take
-from checkflow.store.both.lock import LOCK, SAVER, TRAINER, found_at, open_lock, same
+from checkflow.store.both.held import same
+from checkflow.store.both.lock import LOCK, SAVER, TRAINER, found_at, open_lock
 
 
 class HeldStore:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from checkflow.errors import StoreError, internal
-from checkflow.store.both.held import file_id, is_still
+from checkflow.store.both.held import is_still
 from checkflow.store.both.retry import Patience
 from checkflow.store.both.words import WAKE
 from checkflow.store.trainer.saver_process import SaverProcess
@@ -53,7 +53,7 @@ class Keeper:
         self._ending = False
         self._owner = os.getpid()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._wakes = file_id(self._wake)
+        self._wakes = os.fstat(self._wake)
         try:
             self.saver: SaverProcess | None = start()
         except BaseException:
